@@ -1,3 +1,3 @@
-"""Nanite tools: measure a PC, place a mixture-of-experts model on it, build the runtime, launch it, prove the answer."""
+"""Measure a PC, place a mixture-of-experts model on it, build the runtime, launch it, prove the answer."""
 
 __version__ = "0.1.0"

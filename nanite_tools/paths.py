@@ -65,7 +65,7 @@ class Layout:
 
 
 def find_layout(start: Path | None = None) -> Layout:
-    """Find the checkout: `NANITE_TOOLS_ROOT`, else the package's own parents, else `start` (default: cwd) and its parents.
+    """Find the checkout: `NANITE_TOOLS_ROOT`, else the package's parents, else `start` (default: cwd) and its parents.
 
     Raises MissingError when none of them holds `patches/series`.
     """
