@@ -3,7 +3,7 @@
     python ci/measure_pair.py --out FILE.json --model M.gguf --pairs 20 \\
         --a BIN/llama-bench --b BIN/llama-bench --env-b NANITE_MODE=observe -- -p 0 -n 64 -t 2 --repack 0
 
-Runs A B, B A, A B … (the order within a pair alternates), one warm-up of each side first, and writes hardware, versions,
+Runs A B, B A, A B … (the order within a pair alternates), one warm-up of each side first, and writes hardware,
 commands and all values. The figure to quote is the median over pairs of B/A, with a 95% interval from the sign test's
 order statistics, which assumes nothing about the noise.
 """
@@ -76,7 +76,9 @@ def sha256_of(path: Path) -> str:
 
 
 def commit_of(root: Path) -> str:
-    """The repository's commit, `+dirty` when tracked files differ from it."""
+    """The repository's commit, `+dirty` when tracked files differ from it. NANITE_COMMIT names it where git is not."""
+    if named := os.environ.get("NANITE_COMMIT"):
+        return named
     head = subprocess.run(["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
     dirty = subprocess.run(["git", "-C", str(root), "diff", "--quiet", "HEAD"], check=False).returncode != 0
     return head.stdout.strip() + ("+dirty" if dirty else "")
@@ -100,6 +102,7 @@ def main() -> None:
     parser.add_argument("--b", type=Path, required=True, help="llama-bench of side B")
     parser.add_argument("--env-a", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--env-b", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--no-checksum", action="store_true", help="do not read the whole model for its sha256")
     parser.add_argument("--note", default="", help="what is compared, in words")
     parser.add_argument("bench_arguments", nargs="+", help="after --: llama-bench's own arguments, one test")
     args = parser.parse_args()
@@ -123,7 +126,11 @@ def main() -> None:
         "unit": "tokens per second",
         "host": {"cpu": cpu_name(), "cpus": os.cpu_count(), "system": platform.platform()},
         "commit": commit_of(Path(__file__).resolve().parent.parent),
-        "model": {"file": args.model.name, "bytes": args.model.stat().st_size, "sha256": sha256_of(args.model)},
+        "model": {
+            "file": args.model.name,
+            "bytes": args.model.stat().st_size,
+            "sha256": None if args.no_checksum else sha256_of(args.model),
+        },
         "command": ["llama-bench", "-m", args.model.name, *args.bench_arguments, "-o", "json"],
         "environment": {name: side.env for name, side in sides.items()},
         "build_commit": {name: record[name].get("build_commit") for name in record},

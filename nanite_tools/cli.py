@@ -67,11 +67,9 @@ def main(argv: list[str] | None = None) -> NoReturn:
     args = sys.argv[1:] if argv is None else argv
     as_json = "--json" in args
     try:
-        cli.main(args=args, prog_name="nanite-tools", standalone_mode=False)
+        code = cli.main(args=args, prog_name="nanite-tools", standalone_mode=False)
     except NaniteError as error:
         _fail(error.message, error.hint, error.exit_code, as_json)
-    except click.exceptions.Exit as error:
-        sys.exit(error.exit_code)
     except click.ClickException as error:
         where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "nanite-tools"
         _fail(error.format_message(), f"see `{where} --help`", 2, as_json)
@@ -90,4 +88,4 @@ def main(argv: list[str] | None = None) -> NoReturn:
             4,
             as_json,
         )
-    sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)  # click returns the code of ctx.exit() in this mode

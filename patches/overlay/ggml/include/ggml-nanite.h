@@ -7,13 +7,13 @@
 
 #include "ggml-backend.h"
 
-#ifdef  __cplusplus
+#ifdef __cplusplus
 extern "C" {
 #endif
 
 // The registry entry. It exposes one device, and only when the mode (see nanite-hooks.h) is not "off".
 GGML_BACKEND_API ggml_backend_reg_t ggml_backend_nanite_reg(void);
 
-#ifdef  __cplusplus
+#ifdef __cplusplus
 }
 #endif

@@ -24,7 +24,7 @@ inline void * proc(const char * name) {
 inline std::string text(const char * name) {
     typedef size_t (*text_fn)(char * dst, size_t size);
     const text_fn fn = (text_fn) proc(name);
-    std::string out;
+    std::string   out;
     for (size_t n = fn ? fn(nullptr, 0) : 0; n > out.size(); n = fn(&out[0], out.size())) {
         out.resize(n + 1); // counters move between the two calls: ask again until the answer fits
     }
@@ -34,8 +34,10 @@ inline std::string text(const char * name) {
 // Choose the mode; call it before a model is loaded. Throws std::invalid_argument with a line for the user.
 inline void set_mode(const std::string & mode) {
     ggml_backend_load_all();
-    const auto set   = (bool (*)(const char *)) proc("nanite_set_mode");
-    const auto modes = (const char * (*)(void)) proc("nanite_modes");
+    typedef bool (*set_fn)(const char * mode);
+    typedef const char * (*modes_fn)();
+    const set_fn   set   = (set_fn) proc("nanite_set_mode");
+    const modes_fn modes = (modes_fn) proc("nanite_modes");
     if (!set || !modes) {
         throw std::invalid_argument("the Nanite backend is not in this build and was not loaded");
     }
@@ -47,7 +49,8 @@ inline void set_mode(const std::string & mode) {
 inline std::string status_json() {
     const std::string json = text("nanite_status");
     return json.empty() ? "{\"schema\":1,\"mode\":\"off\",\"active\":false,"
-                          "\"reasons\":[{\"code\":\"absent\",\"detail\":\"the Nanite backend is not loaded\"}]}" : json;
+                          "\"reasons\":[{\"code\":\"absent\",\"detail\":\"the Nanite backend is not loaded\"}]}"
+                        : json;
 }
 
 inline std::string metrics_text() {

@@ -54,12 +54,12 @@ static void * reg_get_proc_address(ggml_backend_reg_t, const char * name) {
         const char * name;
         void *       function;
     } PROCS[] = {
-        { "ggml_backend_set_n_threads",      (void *) nanite_backend_set_n_threads      },
+        { "ggml_backend_set_n_threads", (void *) nanite_backend_set_n_threads },
         { "ggml_backend_set_abort_callback", (void *) nanite_backend_set_abort_callback },
-        { "nanite_set_mode",                 (void *) proc_set_mode                     },
-        { "nanite_modes",                    (void *) nanite_mode_list                  },
-        { "nanite_status",                   (void *) proc_status                       },
-        { "nanite_metrics",                  (void *) proc_metrics                      },
+        { "nanite_set_mode", (void *) proc_set_mode },
+        { "nanite_modes", (void *) nanite_mode_list },
+        { "nanite_status", (void *) proc_status },
+        { "nanite_metrics", (void *) proc_metrics },
     };
     for (const auto & p : PROCS) {
         if (strcmp(p.name, name) == 0) {
@@ -70,20 +70,17 @@ static void * reg_get_proc_address(ggml_backend_reg_t, const char * name) {
 }
 
 ggml_backend_reg_t ggml_backend_nanite_reg(void) {
-    static ggml_backend_reg reg = {
-        /* .api_version = */ GGML_BACKEND_API_VERSION,
-        /* .iface       = */ {
-            /* .get_name         = */ reg_get_name,
-            /* .get_device_count = */ reg_get_device_count,
-            /* .get_device       = */ reg_get_device,
-            /* .get_proc_address = */ reg_get_proc_address,
-        },
-        /* .context     = */ nullptr,
+    static const ggml_backend_reg_i iface = {
+        /* .get_name         = */ reg_get_name,
+        /* .get_device_count = */ reg_get_device_count,
+        /* .get_device       = */ reg_get_device,
+        /* .get_proc_address = */ reg_get_proc_address,
     };
-    static const bool warned = [] {
+    static ggml_backend_reg reg    = { GGML_BACKEND_API_VERSION, iface, nullptr };
+    static const bool       warned = [] {
         if (!nanite_mode_env_error().empty()) {
             GGML_LOG_ERROR("nanite: NANITE_MODE is '%s', this build has: %s; the mode is off\n",
-                           nanite_mode_env_error().c_str(), nanite_mode_list());
+                                 nanite_mode_env_error().c_str(), nanite_mode_list());
         }
 #ifdef GGML_BACKEND_DL
         else if (nanite_mode_get() == NANITE_MODE_OFF) {

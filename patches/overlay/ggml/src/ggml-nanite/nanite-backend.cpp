@@ -19,17 +19,19 @@ namespace {
 struct cpu_functions {
     ggml_backend_set_n_threads_t      set_n_threads      = nullptr;
     ggml_backend_set_abort_callback_t set_abort_callback = nullptr;
-    ggml_threadpool_t (*threadpool_new)(ggml_threadpool_params *)       = nullptr;
-    void (*threadpool_free)(ggml_threadpool_t)                          = nullptr;
-    void (*set_threadpool)(ggml_backend_t, ggml_threadpool_t)           = nullptr;
+
+    ggml_threadpool_t (*threadpool_new)(ggml_threadpool_params *) = nullptr;
+    void (*threadpool_free)(ggml_threadpool_t)                    = nullptr;
+    void (*set_threadpool)(ggml_backend_t, ggml_threadpool_t)     = nullptr;
+
     bool openmp = false;
 };
 
 struct nanite_backend {
-    ggml_backend_t    cpu        = nullptr;
+    ggml_backend_t    cpu = nullptr;
     cpu_functions     fn;
-    int               n_threads  = GGML_DEFAULT_N_THREADS;
-    ggml_threadpool_t threadpool = nullptr;
+    int               n_threads          = GGML_DEFAULT_N_THREADS;
+    ggml_threadpool_t threadpool         = nullptr;
     int               threadpool_threads = 0;
 
     nanite_route_union  routes;
@@ -37,7 +39,7 @@ struct nanite_backend {
 };
 
 struct atomic_totals {
-    std::atomic<uint64_t> instances{0}, graphs{0}, nodes{0}, products{0}, compute_ns{0}, observe_ns{0};
+    std::atomic<uint64_t> instances{ 0 }, graphs{ 0 }, nodes{ 0 }, products{ 0 }, compute_ns{ 0 }, observe_ns{ 0 };
 };
 } // namespace
 
@@ -73,7 +75,7 @@ static bool load_routes(nanite_backend * ctx, const ggml_tensor * product) {
     if (ids == ctx->routes_of) {
         return true;
     }
-    ctx->routes_of = nullptr;
+    ctx->routes_of                     = nullptr;
     const ggml_backend_buffer_t buffer = ids->view_src ? ids->view_src->buffer : ids->buffer;
     if (ids->type != GGML_TYPE_I32 || !ids->data || (buffer && !ggml_backend_buffer_is_host(buffer))) {
         nanite_device_observer().count_fallback(NANITE_FALLBACK_IDS_NOT_HOST);
@@ -91,8 +93,8 @@ static bool load_routes(nanite_backend * ctx, const ggml_tensor * product) {
 // be overwritten as soon as the last product that reads them is done.
 static void observe_graph(nanite_backend * ctx, const ggml_cgraph * graph) {
     nanite_route_observer & observer = nanite_device_observer();
-    uint64_t products = 0, bytes = 0;
-    bool     open = false; // a product was seen whose chain has not been closed by its down projection
+    uint64_t                products = 0, bytes = 0;
+    bool                    open = false; // a product was seen whose chain has not been closed by its down projection
 
     ctx->routes_of = nullptr;
     for (int i = 0; i < graph->n_nodes; i++) {
@@ -197,7 +199,9 @@ static ggml_guid_t backend_guid(void) {
 }
 
 static cpu_functions find_cpu_functions(ggml_backend_reg_t reg) {
-    const auto    find = [&](const char * name) { return ggml_backend_reg_get_proc_address(reg, name); };
+    const auto find = [&](const char * name) {
+        return ggml_backend_reg_get_proc_address(reg, name);
+    };
     cpu_functions fn;
     fn.set_n_threads      = (ggml_backend_set_n_threads_t) find("ggml_backend_set_n_threads");
     fn.set_abort_callback = (ggml_backend_set_abort_callback_t) find("ggml_backend_set_abort_callback");

@@ -20,7 +20,7 @@ struct nanite_buffer {
 };
 
 struct buffer_list {
-    std::mutex                         mutex; // guards `live` and the counters of its buffers; load and unload time only
+    std::mutex mutex; // guards `live` and the counters of its buffers; load and unload time only
     std::vector<ggml_backend_buffer_t> live;
 };
 } // namespace
@@ -64,15 +64,18 @@ static enum ggml_status buffer_init_mapped_tensor(ggml_backend_buffer_t buffer, 
     return GGML_STATUS_SUCCESS;
 }
 
-static void buffer_memset_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, uint8_t value, size_t offset, size_t size) {
+static void buffer_memset_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, uint8_t value, size_t offset,
+                                 size_t size) {
     memset((char *) tensor->data + offset, value, size);
 }
 
-static void buffer_set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+static void buffer_set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset,
+                              size_t size) {
     memcpy((char *) tensor->data + offset, data, size);
 }
 
-static void buffer_get_tensor(ggml_backend_buffer_t, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
+static void buffer_get_tensor(ggml_backend_buffer_t, const ggml_tensor * tensor, void * data, size_t offset,
+                              size_t size) {
     memcpy(data, (const char *) tensor->data + offset, size);
 }
 
@@ -110,7 +113,7 @@ static ggml_backend_buffer_t buffer_new(void * base, size_t size, bool mapped) {
         return nullptr;
     }
     ggml_backend_buffer_t buffer = ggml_backend_buffer_init(nanite_buffer_type(), buffer_interface(mapped), ctx, size);
-    buffer_list &               list = buffers();
+    buffer_list &         list   = buffers();
     std::lock_guard<std::mutex> lock(list.mutex);
     list.live.push_back(buffer);
     return buffer;
@@ -138,18 +141,15 @@ static bool buffer_type_is_host(ggml_backend_buffer_type_t) {
 }
 
 ggml_backend_buffer_type_t nanite_buffer_type(void) {
-    static ggml_backend_buffer_type type = {
-        /* .iface   = */ {
-            /* .get_name       = */ buffer_type_name,
-            /* .alloc_buffer   = */ buffer_type_alloc,
-            /* .get_alignment  = */ buffer_type_alignment,
-            /* .get_max_size   = */ nullptr,
-            /* .get_alloc_size = */ nullptr,
-            /* .is_host        = */ buffer_type_is_host,
-        },
-        /* .device  = */ nanite_device(),
-        /* .context = */ nullptr,
+    static const ggml_backend_buffer_type_i iface = {
+        /* .get_name       = */ buffer_type_name,
+        /* .alloc_buffer   = */ buffer_type_alloc,
+        /* .get_alignment  = */ buffer_type_alignment,
+        /* .get_max_size   = */ nullptr,
+        /* .get_alloc_size = */ nullptr,
+        /* .is_host        = */ buffer_type_is_host,
     };
+    static ggml_backend_buffer_type type = { iface, nanite_device(), nullptr };
     return &type;
 }
 

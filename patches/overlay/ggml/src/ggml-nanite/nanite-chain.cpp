@@ -22,8 +22,7 @@ static bool leads_to_product(const ggml_tensor * t, int depth);
 
 static bool node_belongs(const ggml_tensor * t, int depth) {
     switch (t->op) {
-        case GGML_OP_MUL_MAT_ID:
-            return product_belongs(t);
+        case GGML_OP_MUL_MAT_ID: return product_belongs(t);
         case GGML_OP_VIEW:
         case GGML_OP_RESHAPE:
         case GGML_OP_CONT:
@@ -32,14 +31,12 @@ static bool node_belongs(const ggml_tensor * t, int depth) {
         case GGML_OP_CLAMP:
         case GGML_OP_SCALE:
         case GGML_OP_MUL:
-        case GGML_OP_ADD_ID:
-            return leads_to_product(t->src[0], depth);
+        case GGML_OP_ADD_ID: return leads_to_product(t->src[0], depth);
         case GGML_OP_ADD:
         case GGML_OP_GLU:
             // the second operand first: it is the shallow one in upstream's chain of additions
             return (!t->src[1] || leads_to_product(t->src[1], depth)) && leads_to_product(t->src[0], depth);
-        default:
-            return false;
+        default: return false;
     }
 }
 
@@ -74,8 +71,8 @@ bool nanite_chain_is_down(const ggml_tensor * node) {
 
 int nanite_chain_layer(const char * weight_name) {
     static const char PREFIX[] = "blk.";
-    const char * p = strncmp(weight_name, PREFIX, sizeof(PREFIX) - 1) == 0 ? weight_name + sizeof(PREFIX) - 1 : "";
-    int layer = 0, digits = 0;
+    const char *      p = strncmp(weight_name, PREFIX, sizeof(PREFIX) - 1) == 0 ? weight_name + sizeof(PREFIX) - 1 : "";
+    int               layer = 0, digits = 0;
     for (; *p >= '0' && *p <= '9'; p++, digits++) {
         if (layer > (INT_MAX - 9) / 10) {
             return -1;

@@ -29,7 +29,7 @@ bool nanite_device_cpu_supports(const ggml_tensor * op) {
 
 bool nanite_device_gpu_would_offload(const ggml_tensor * op) {
     for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
-        const ggml_backend_dev_t          dev  = ggml_backend_dev_get(i);
+        const ggml_backend_dev_t         dev  = ggml_backend_dev_get(i);
         const enum ggml_backend_dev_type type = ggml_backend_dev_type(dev);
         if (type != GGML_BACKEND_DEVICE_TYPE_GPU && type != GGML_BACKEND_DEVICE_TYPE_IGPU) {
             continue;
@@ -65,7 +65,7 @@ static void device_get_props(ggml_backend_dev_t dev, ggml_backend_dev_props * pr
     props->description = device_get_description(dev);
     props->type        = device_get_type(dev);
     device_get_memory(dev, &props->memory_free, &props->memory_total);
-    props->device_id = nullptr;
+    props->device_id                 = nullptr;
     props->caps                      = {};
     props->caps.async                = true;
     props->caps.buffer_from_host_ptr = true;
@@ -104,26 +104,23 @@ static void device_event_free(ggml_backend_dev_t, ggml_backend_event_t event) {
 static void device_event_synchronize(ggml_backend_dev_t, ggml_backend_event_t) {}
 
 ggml_backend_dev_t nanite_device(void) {
-    static ggml_backend_device device = {
-        /* .iface   = */ {
-            /* .get_name             = */ device_get_name,
-            /* .get_description      = */ device_get_description,
-            /* .get_memory           = */ device_get_memory,
-            /* .get_type             = */ device_get_type,
-            /* .get_props            = */ device_get_props,
-            /* .init_backend         = */ device_init_backend,
-            /* .get_buffer_type      = */ device_get_buffer_type,
-            /* .get_host_buffer_type = */ nullptr,
-            /* .buffer_from_host_ptr = */ device_buffer_from_host_ptr,
-            /* .supports_op          = */ device_supports_op,
-            /* .supports_buft        = */ device_supports_buft,
-            /* .offload_op           = */ nullptr,
-            /* .event_new            = */ device_event_new,
-            /* .event_free           = */ device_event_free,
-            /* .event_synchronize    = */ device_event_synchronize,
-        },
-        /* .reg     = */ ggml_backend_nanite_reg(),
-        /* .context = */ nullptr,
+    static const ggml_backend_device_i iface = {
+        /* .get_name             = */ device_get_name,
+        /* .get_description      = */ device_get_description,
+        /* .get_memory           = */ device_get_memory,
+        /* .get_type             = */ device_get_type,
+        /* .get_props            = */ device_get_props,
+        /* .init_backend         = */ device_init_backend,
+        /* .get_buffer_type      = */ device_get_buffer_type,
+        /* .get_host_buffer_type = */ nullptr,
+        /* .buffer_from_host_ptr = */ device_buffer_from_host_ptr,
+        /* .supports_op          = */ device_supports_op,
+        /* .supports_buft        = */ device_supports_buft,
+        /* .offload_op           = */ nullptr,
+        /* .event_new            = */ device_event_new,
+        /* .event_free           = */ device_event_free,
+        /* .event_synchronize    = */ device_event_synchronize,
     };
+    static ggml_backend_device device = { iface, ggml_backend_nanite_reg(), nullptr };
     return &device;
 }

@@ -8,7 +8,7 @@ static const struct {
     nanite_mode  mode;
     const char * name;
 } MODES[] = {
-    { NANITE_MODE_OFF,     "off"     },
+    { NANITE_MODE_OFF, "off" },
     { NANITE_MODE_OBSERVE, "observe" },
 };
 
@@ -37,7 +37,7 @@ bool nanite_mode_parse(const char * name, nanite_mode * mode) {
 
 namespace {
 struct mode_state {
-    std::atomic<nanite_mode> mode{NANITE_MODE_OFF};
+    std::atomic<nanite_mode> mode{ NANITE_MODE_OFF };
     std::string              env_error;
 
     mode_state() {

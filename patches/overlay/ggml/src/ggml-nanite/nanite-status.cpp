@@ -86,8 +86,8 @@ static std::string reasons_json(nanite_mode mode, bool active, const nanite_weig
 }
 
 static std::string layer_json(const nanite_layer_counts & l) {
-    std::string out = "{" + field("model", l.model) + "," + field("layer", l.layer) + ",\"live\":" +
-                      (l.live ? "true" : "false") + "," + field("n_experts", l.n_experts) + "," +
+    std::string out = "{" + field("model", l.model) + "," + field("layer", l.layer) +
+                      ",\"live\":" + (l.live ? "true" : "false") + "," + field("n_experts", l.n_experts) + "," +
                       field("calls", l.calls) + "," + field("warmup_calls", l.warmup_calls) + "," +
                       field("tokens", l.tokens) + "," + field("assignments", l.assignments) + "," +
                       field("unique_experts", l.unique_experts) + "," + field("bytes_touched", l.bytes_touched) +
@@ -115,19 +115,19 @@ std::string nanite_status_json(void) {
     const nanite_weight_totals  weights = nanite_buffer_totals();
     const nanite_backend_totals backend = nanite_backend_totals_get();
     const totals                t       = sum(layers);
-    const bool active = mode != NANITE_MODE_OFF && t.layer_calls + t.warmup_calls > 0;
+    const bool                  active  = mode != NANITE_MODE_OFF && t.layer_calls + t.warmup_calls > 0;
 
-    std::string out = "{\"schema\":1,\"mode\":" + quoted(nanite_mode_name(mode)) + ",\"modes\":" +
-                      quoted(nanite_mode_list()) + ",\"active\":" + (active ? "true" : "false") + ",\"reasons\":[" +
-                      reasons_json(mode, active, weights) + "],\"weights\":{" + field("tensors", weights.tensors) + "," +
-                      field("mapped_bytes", weights.mapped_bytes) + "," + field("copied_bytes", weights.copied_bytes) +
-                      "},\"counters\":{" + field("layers", t.layers) + "," + field("layer_calls", t.layer_calls) + "," +
-                      field("warmup_calls", t.warmup_calls) + "," + field("tokens", t.tokens) + "," +
-                      field("assignments", t.assignments) + "," + field("unique_experts", t.unique_experts) + "," +
-                      field("bytes_touched", t.bytes_touched) + "," + field("graphs", backend.graphs) + "," +
-                      field("nodes", backend.nodes) + "," + field("products", backend.products) +
-                      ",\"fallbacks\":" + fallbacks_json() + "},\"time\":{" + field("compute_ns", backend.compute_ns) +
-                      "," + field("observe_ns", backend.observe_ns) + "},\"layers\":[";
+    std::string out =
+        "{\"schema\":1,\"mode\":" + quoted(nanite_mode_name(mode)) + ",\"modes\":" + quoted(nanite_mode_list()) +
+        ",\"active\":" + (active ? "true" : "false") + ",\"reasons\":[" + reasons_json(mode, active, weights) +
+        "],\"weights\":{" + field("tensors", weights.tensors) + "," + field("mapped_bytes", weights.mapped_bytes) +
+        "," + field("copied_bytes", weights.copied_bytes) + "},\"counters\":{" + field("layers", t.layers) + "," +
+        field("layer_calls", t.layer_calls) + "," + field("warmup_calls", t.warmup_calls) + "," +
+        field("tokens", t.tokens) + "," + field("assignments", t.assignments) + "," +
+        field("unique_experts", t.unique_experts) + "," + field("bytes_touched", t.bytes_touched) + "," +
+        field("graphs", backend.graphs) + "," + field("nodes", backend.nodes) + "," +
+        field("products", backend.products) + ",\"fallbacks\":" + fallbacks_json() + "},\"time\":{" +
+        field("compute_ns", backend.compute_ns) + "," + field("observe_ns", backend.observe_ns) + "},\"layers\":[";
     for (size_t i = 0; i < layers.size(); i++) {
         out += (i ? "," : "") + layer_json(layers[i]);
     }
@@ -142,8 +142,8 @@ std::string nanite_status_metrics(void) {
 
     std::string out;
     const auto  metric = [&](const char * name, const char * type, const char * help, uint64_t value) {
-        out += std::string("# HELP nanite_") + name + " " + help + "\n# TYPE nanite_" + name + " " + type + "\nnanite_" +
-               name + " " + std::to_string(value) + "\n";
+        out += std::string("# HELP nanite_") + name + " " + help + "\n# TYPE nanite_" + name + " " + type +
+               "\nnanite_" + name + " " + std::to_string(value) + "\n";
     };
     metric("enabled", "gauge", "1 when a mode other than off is set", mode != NANITE_MODE_OFF);
     metric("layers", "gauge", "Routed layers taken", t.layers);
@@ -153,7 +153,8 @@ std::string nanite_status_metrics(void) {
     metric("tokens_total", "counter", "Token positions through the busiest layer", t.tokens);
     metric("assignments_total", "counter", "Routed (position, expert) pairs", t.assignments);
     metric("unique_experts_total", "counter", "Distinct experts of each layer call, summed", t.unique_experts);
-    metric("bytes_touched_total", "counter", "Distinct expert weight bytes of each layer call, summed", t.bytes_touched);
+    metric("bytes_touched_total", "counter", "Distinct expert weight bytes of each layer call, summed",
+           t.bytes_touched);
     metric("graphs_total", "counter", "Splits that the scheduler gave to Nanite", backend.graphs);
     metric("compute_nanoseconds_total", "counter", "Wall time in those splits", backend.compute_ns);
     out += "# HELP nanite_fallbacks_total Calls that were not counted or not whole, by reason\n"

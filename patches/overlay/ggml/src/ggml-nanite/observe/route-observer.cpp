@@ -7,12 +7,12 @@
 const char * nanite_fallback_name(nanite_fallback reason) {
     switch (reason) {
         case NANITE_FALLBACK_IDS_NOT_HOST: return "ids_not_host";
-        case NANITE_FALLBACK_BAD_IDS:      return "bad_ids";
-        case NANITE_FALLBACK_NO_LAYER:     return "no_layer";
-        case NANITE_FALLBACK_PART_CHAIN:   return "part_chain";
-        case NANITE_FALLBACK_NO_EXPERTS:   return "no_experts";
-        case NANITE_FALLBACK_TABLE_FULL:   return "table_full";
-        case NANITE_FALLBACK_COUNT:        break;
+        case NANITE_FALLBACK_BAD_IDS: return "bad_ids";
+        case NANITE_FALLBACK_NO_LAYER: return "no_layer";
+        case NANITE_FALLBACK_PART_CHAIN: return "part_chain";
+        case NANITE_FALLBACK_NO_EXPERTS: return "no_experts";
+        case NANITE_FALLBACK_TABLE_FULL: return "table_full";
+        case NANITE_FALLBACK_COUNT: break;
     }
     return "unknown";
 }
@@ -63,14 +63,14 @@ struct nanite_route_observer::layer_record {
     int32_t           model;
     int32_t           layer;
     int32_t           n_experts;
-    std::atomic<bool> live{true};
+    std::atomic<bool> live{ true };
 
-    std::atomic<uint64_t> calls{0};
-    std::atomic<uint64_t> warmup_calls{0};
-    std::atomic<uint64_t> tokens{0};
-    std::atomic<uint64_t> assignments{0};
-    std::atomic<uint64_t> unique_experts{0};
-    std::atomic<uint64_t> bytes_touched{0};
+    std::atomic<uint64_t> calls{ 0 };
+    std::atomic<uint64_t> warmup_calls{ 0 };
+    std::atomic<uint64_t> tokens{ 0 };
+    std::atomic<uint64_t> assignments{ 0 };
+    std::atomic<uint64_t> unique_experts{ 0 };
+    std::atomic<uint64_t> bytes_touched{ 0 };
 
     std::unique_ptr<std::atomic<uint64_t>[]> counts;
 };
@@ -112,23 +112,24 @@ nanite_route_observer::layer_record * nanite_route_observer::find(const void * k
     return nullptr;
 }
 
-nanite_route_observer::layer_record * nanite_route_observer::insert(const void * key, int32_t layer, int32_t n_experts) {
+nanite_route_observer::layer_record * nanite_route_observer::insert(const void * key, int32_t layer,
+                                                                    int32_t n_experts) {
     std::lock_guard<std::mutex> lock(mutex); // once a layer and model, never in a steady decode
     if (layer_record * rec = find(key)) {
         return rec;
     }
     for (size_t i = 0, s = slot_of(key); i < TABLE_SIZE; i++, s++) {
         std::atomic<layer_record *> & slot = table[s % TABLE_SIZE];
-        const layer_record * old = slot.load(std::memory_order_relaxed);
+        const layer_record *          old  = slot.load(std::memory_order_relaxed);
         if (old && old->live.load(std::memory_order_relaxed)) {
             continue;
         }
-        auto rec = std::make_unique<layer_record>();
+        auto rec       = std::make_unique<layer_record>();
         rec->key       = key;
         rec->layer     = layer;
         rec->n_experts = n_experts;
-        rec->model     = (int32_t) std::count_if(records.begin(), records.end(),
-                                                 [&](const auto & r) { return r->layer == layer; });
+        rec->model =
+            (int32_t) std::count_if(records.begin(), records.end(), [&](const auto & r) { return r->layer == layer; });
         rec->counts.reset(new std::atomic<uint64_t>[n_experts]);
         for (int32_t e = 0; e < n_experts; e++) {
             rec->counts[e].store(0, std::memory_order_relaxed);
@@ -140,8 +141,8 @@ nanite_route_observer::layer_record * nanite_route_observer::insert(const void *
     return nullptr;
 }
 
-bool nanite_route_observer::record(const void * key, int32_t layer, int32_t n_experts, const nanite_route_union & routes,
-                                   uint64_t bytes) {
+bool nanite_route_observer::record(const void * key, int32_t layer, int32_t n_experts,
+                                   const nanite_route_union & routes, uint64_t bytes) {
     layer_record * rec = find(key);
     if (!rec) {
         rec = insert(key, layer, n_experts);

@@ -38,9 +38,9 @@ const char * nanite_fallback_name(nanite_fallback reason);
 struct nanite_route_union {
     std::vector<uint32_t> counts;  // [n_experts] how often, valid for the ids in `experts`
     std::vector<int32_t>  experts; // distinct ids, in order of first use
-    int64_t n_used      = 0;
-    int64_t n_tokens    = 0;
-    bool    all_experts = false;   // every token names every expert: a warm-up, not a decision
+    int64_t               n_used      = 0;
+    int64_t               n_tokens    = 0;
+    bool                  all_experts = false; // every token names every expert: a warm-up, not a decision
 
     // `ids`: i32[n_tokens][n_used] with byte strides nb0 (between a token's ids) and nb1 (between tokens).
     // false: an id is out of range; the union is then empty.
@@ -49,24 +49,24 @@ struct nanite_route_union {
 };
 
 struct nanite_layer_counts {
-    int32_t  model          = 0; // ordinal among the models of this process that have this layer number
-    int32_t  layer          = 0;
-    int32_t  n_experts      = 0;
-    bool     live           = true; // false: its model was unloaded
-    uint64_t calls          = 0;
-    uint64_t warmup_calls   = 0;
-    uint64_t tokens         = 0; // token positions
-    uint64_t assignments    = 0; // (position, expert) pairs
-    uint64_t unique_experts = 0; // summed over calls
-    uint64_t bytes_touched  = 0; // distinct expert weights read, summed over calls
-    std::vector<uint64_t> counts; // [n_experts] assignments by expert
+    int32_t               model          = 0; // ordinal among the models of this process that have this layer number
+    int32_t               layer          = 0;
+    int32_t               n_experts      = 0;
+    bool                  live           = true; // false: its model was unloaded
+    uint64_t              calls          = 0;
+    uint64_t              warmup_calls   = 0;
+    uint64_t              tokens         = 0; // token positions
+    uint64_t              assignments    = 0; // (position, expert) pairs
+    uint64_t              unique_experts = 0; // summed over calls
+    uint64_t              bytes_touched  = 0; // distinct expert weights read, summed over calls
+    std::vector<uint64_t> counts;             // [n_experts] assignments by expert
 };
 
 class nanite_route_observer {
   public:
     nanite_route_observer();
     ~nanite_route_observer();
-    nanite_route_observer(const nanite_route_observer &) = delete;
+    nanite_route_observer(const nanite_route_observer &)             = delete;
     nanite_route_observer & operator=(const nanite_route_observer &) = delete;
 
     // One finished routed layer. `key` is the address of its down projection's weights: it tells layers of different
@@ -76,13 +76,14 @@ class nanite_route_observer {
     // The weights in [begin, end) are gone: their records are retired and a new model at the same address gets new ones.
     void forget(const void * begin, const void * end);
 
-    void count_fallback(nanite_fallback reason) { fallbacks[reason].fetch_add(1, std::memory_order_relaxed); }
+    void     count_fallback(nanite_fallback reason) { fallbacks[reason].fetch_add(1, std::memory_order_relaxed); }
     uint64_t fallback_count(nanite_fallback reason) const { return fallbacks[reason].load(std::memory_order_relaxed); }
 
     // Every record so far, ordered by (model, layer). Counters are read one by one while others may still write.
     std::vector<nanite_layer_counts> snapshot() const;
 
-    static constexpr size_t TABLE_SIZE = 2048; // power of two; a process with more live layers loses routes, and says so
+    static constexpr size_t TABLE_SIZE =
+        2048; // power of two; a process with more live layers loses routes, and says so
 
   private:
     struct layer_record;
@@ -90,8 +91,8 @@ class nanite_route_observer {
     layer_record * find(const void * key) const;
     layer_record * insert(const void * key, int32_t layer, int32_t n_experts);
 
-    mutable std::mutex mutex; // guards insertion and retirement
+    mutable std::mutex                             mutex; // guards insertion and retirement
     std::unique_ptr<std::atomic<layer_record *>[]> table;
-    std::vector<std::unique_ptr<layer_record>> records;
-    std::atomic<uint64_t> fallbacks[NANITE_FALLBACK_COUNT];
+    std::vector<std::unique_ptr<layer_record>>     records;
+    std::atomic<uint64_t>                          fallbacks[NANITE_FALLBACK_COUNT];
 };

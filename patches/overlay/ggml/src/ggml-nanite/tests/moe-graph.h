@@ -63,7 +63,8 @@ struct moe_weights {
             layer             l = {};
             const std::string p = "blk." + std::to_string(il) + ".ffn_";
             l.router            = make(other_tensors, p + "gate_inp.weight", GGML_TYPE_F32, D, E, 1);
-            l.up   = make(expert_tensors, p + (v.merged ? "gate_up" : "up") + "_exps.weight", v.type, D, v.merged ? 2 * F : F, E);
+            l.up                = make(expert_tensors, p + (v.merged ? "gate_up" : "up") + "_exps.weight", v.type, D,
+                        v.merged ? 2 * F : F, E);
             l.gate = gated && !v.merged ? make(expert_tensors, p + "gate_exps.weight", v.type, D, F, E) : nullptr;
             l.down = make(expert_tensors, p + "down_exps.weight", v.type, F, D, E);
             if (v.bias) {
@@ -109,7 +110,7 @@ struct moe_weights {
             size += GGML_PAD(ggml_nbytes(t), align);
         }
         mem.resize(size);
-        auto * base = (uint8_t *) GGML_PAD((uintptr_t) mem.data(), align);
+        auto *                base   = (uint8_t *) GGML_PAD((uintptr_t) mem.data(), align);
         ggml_backend_buffer_t buffer = ggml_backend_dev_buffer_from_host_ptr(dev, base, size - align, size - align);
         CHECK(buffer);
         ggml_backend_buffer_set_usage(buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
@@ -179,23 +180,24 @@ struct moe_graph {
         products.push_back(res);
         if (scale) {
             ggml_tensor * s = ggml_reshape_3d(ctx, scale, 1, scale->ne[0], 1);
-            s   = ggml_repeat_4d(ctx, s, 1, scale->ne[0], cur->ne[2], 1);
-            res = ggml_mul(ctx, res, ggml_get_rows(ctx, s, id));
+            s               = ggml_repeat_4d(ctx, s, 1, scale->ne[0], cur->ne[2], 1);
+            res             = ggml_mul(ctx, res, ggml_get_rows(ctx, s, id));
         }
         return res;
     }
 
     ggml_tensor * activate(const moe_variant & v, ggml_tensor * cur, ggml_tensor * up) {
         switch (v.activation) {
-            case MOE_SWIGLU:     return ggml_swiglu_split(ctx, cur, up);
-            case MOE_GEGLU:      return ggml_geglu_split(ctx, cur, up);
+            case MOE_SWIGLU: return ggml_swiglu_split(ctx, cur, up);
+            case MOE_GEGLU: return ggml_geglu_split(ctx, cur, up);
             case MOE_SWIGLU_OAI: return ggml_swiglu_oai(ctx, cur, up, 1.702f, 7.0f);
-            case MOE_RELU_SQR:   return ggml_sqr(ctx, ggml_relu(ctx, cur));
+            case MOE_RELU_SQR: return ggml_sqr(ctx, ggml_relu(ctx, cur));
             case MOE_CLAMPED:
-                return ggml_mul(ctx, ggml_clamp(ctx, ggml_silu(ctx, cur), -INFINITY, 0.3f), ggml_clamp(ctx, up, -0.3f, 0.3f));
+                return ggml_mul(ctx, ggml_clamp(ctx, ggml_silu(ctx, cur), -INFINITY, 0.3f),
+                                ggml_clamp(ctx, up, -0.3f, 0.3f));
             case MOE_SITU: {
                 ggml_tensor * act = ggml_scale(ctx, ggml_tanh(ctx, ggml_scale(ctx, cur, 0.5f)), 2.0f);
-                act = ggml_mul(ctx, act, ggml_sigmoid(ctx, cur));
+                act               = ggml_mul(ctx, act, ggml_sigmoid(ctx, cur));
                 return ggml_mul(ctx, act, ggml_scale(ctx, ggml_tanh(ctx, ggml_scale(ctx, up, 0.25f)), 4.0f));
             }
         }
@@ -210,8 +212,8 @@ struct moe_graph {
         ids.push_back(id);
         ggml_tensor * weights = ggml_get_rows(ctx, ggml_reshape_3d(ctx, probs, 1, E, n_tokens), id);
         weights               = ggml_reshape_2d(ctx, weights, v.n_used, n_tokens);
-        weights = ggml_div(ctx, weights, ggml_clamp(ctx, ggml_sum_rows(ctx, weights), 6.1e-5f, INFINITY));
-        weights = ggml_reshape_3d(ctx, weights, 1, v.n_used, n_tokens);
+        weights               = ggml_div(ctx, weights, ggml_clamp(ctx, ggml_sum_rows(ctx, weights), 6.1e-5f, INFINITY));
+        weights               = ggml_reshape_3d(ctx, weights, 1, v.n_used, n_tokens);
         ggml_build_forward_expand(gf, weights);
 
         ggml_tensor * cur = ggml_reshape_3d(ctx, h, D, 1, n_tokens);
@@ -224,8 +226,8 @@ struct moe_graph {
         }
         if (v.merged) {
             ggml_tensor * both = up;
-            cur = ggml_view_3d(ctx, both, F, both->ne[1], both->ne[2], both->nb[1], both->nb[2], 0);
-            up  = ggml_view_3d(ctx, both, F, both->ne[1], both->ne[2], both->nb[1], both->nb[2], F * both->nb[0]);
+            cur                = ggml_view_3d(ctx, both, F, both->ne[1], both->ne[2], both->nb[1], both->nb[2], 0);
+            up = ggml_view_3d(ctx, both, F, both->ne[1], both->ne[2], both->nb[1], both->nb[2], F * both->nb[0]);
         } else if (l.gate) {
             cur = product(l.gate, cur, id, l.gate_s);
             if (l.gate_b) {
@@ -237,7 +239,8 @@ struct moe_graph {
         cur                   = activate(v, cur, up);
         ggml_tensor * experts = product(l.down, cur, id, l.down_s);
         if (v.lora) {
-            experts = ggml_add(ctx, experts, ggml_mul_mat_id(ctx, l.lora_b, ggml_mul_mat_id(ctx, l.lora_a, cur, id), id));
+            experts =
+                ggml_add(ctx, experts, ggml_mul_mat_id(ctx, l.lora_b, ggml_mul_mat_id(ctx, l.lora_a, cur, id), id));
         }
         if (l.down_b) {
             experts = ggml_add_id(ctx, experts, ggml_reshape_2d(ctx, l.down_b, D, E), id);

@@ -95,6 +95,14 @@ static run_result run(const moe_weights & w, int n_tokens, bool with_nanite, int
     return result;
 }
 
+// upstream's GPU backends take over products of this many positions and more (GGML_OP_OFFLOAD_MIN_BATCH's default)
+static const int GPU_BATCH = 32;
+
+static bool gpu_registered() {
+    return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_GPU) ||
+           ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_IGPU);
+}
+
 static bool same_bits(const std::vector<float> & a, const std::vector<float> & b) {
     return a.size() == b.size() && memcmp(a.data(), b.data(), a.size() * 4) == 0;
 }
@@ -108,7 +116,8 @@ static void test_variant(const moe_variant & v, int expected_splits) {
     std::vector<std::map<int, uint64_t>> expected(moe_shape::n_layer);
     std::vector<uint64_t>                unique(moe_shape::n_layer), bytes(moe_shape::n_layer);
 
-    for (const int n_tokens : { 1, 5, 33 }) {
+    // with a GPU in the process bigger batches are upstream's: see test_big_batch
+    for (const int n_tokens : { 1, 5, gpu_registered() ? GPU_BATCH - 1 : GPU_BATCH + 1 }) {
         for (const int n_threads : { 1, 2 }) {
             const run_result reference = run(stock, n_tokens, false, n_threads);
             const run_result result    = run(ours, n_tokens, true, n_threads);
@@ -160,6 +169,13 @@ static void test_foreign_weights() {
     CHECK(counter("graphs") == before);
 }
 
+// A batch that a GPU would take over by copying the weights is declined, so that upstream's path stays as it is.
+static void test_big_batch() {
+    const moe_weights ours(moe_variant{ "big batch" }, nanite_device(), cpu_device());
+    CHECK(run(ours, GPU_BATCH - 1, true, 1).n_splits == 2 * moe_shape::n_layer + 1);
+    CHECK(run(ours, GPU_BATCH, true, 1).n_splits == (gpu_registered() ? 1 : 2 * moe_shape::n_layer + 1));
+}
+
 // With the mode off an exposed device declines everything, also on weights in its own buffers.
 static void test_off() {
     const moe_weights ours(moe_variant{ "off" }, nanite_device(), cpu_device());
@@ -196,7 +212,8 @@ static void test_weight_totals() {
         CHECK(mapped() - before == 2 * 3 * 16384 / 32 * 18);
         CHECK(number_after(nanite_hooks::status_json(), "copied_bytes") == 0);
 
-        ggml_backend_buffer_t copy = ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(nanite_device()), 4096);
+        ggml_backend_buffer_t copy =
+            ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(nanite_device()), 4096);
         ggml_backend_buffer_set_usage(copy, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
         CHECK(number_after(nanite_hooks::status_json(), "copied_bytes") == 4096);
         CHECK(nanite_hooks::status_json().find("\"weights_copied\"") != std::string::npos);
@@ -228,22 +245,32 @@ int main() {
     CHECK(nanite_device());
 
     // CPU, Nanite, CPU, Nanite, CPU: one split of ours a layer
-    const int            one_a_layer = 2 * moe_shape::n_layer + 1;
+    const int                one_a_layer = 2 * moe_shape::n_layer + 1;
     std::vector<moe_variant> whole;
-    const auto           add = [&](const char * name, auto change) {
+    const auto               add = [&](const char * name, auto change) {
         moe_variant v{ name };
         change(v);
         whole.push_back(v);
     };
     add("swiglu", [](moe_variant &) {});
     add("geglu", [](moe_variant & v) { v.activation = MOE_GEGLU; });
-    add("swiglu_oai+bias", [](moe_variant & v) { v.activation = MOE_SWIGLU_OAI; v.bias = true; v.type = GGML_TYPE_MXFP4; });
+    add("swiglu_oai+bias", [](moe_variant & v) {
+        v.activation = MOE_SWIGLU_OAI;
+        v.bias       = true;
+        v.type       = GGML_TYPE_MXFP4;
+    });
     add("merged", [](moe_variant & v) { v.merged = true; });
-    add("merged+bias", [](moe_variant & v) { v.merged = true; v.bias = true; });
+    add("merged+bias", [](moe_variant & v) {
+        v.merged = true;
+        v.bias   = true;
+    });
     add("clamped", [](moe_variant & v) { v.activation = MOE_CLAMPED; });
     add("situ", [](moe_variant & v) { v.activation = MOE_SITU; });
     add("relu_sqr", [](moe_variant & v) { v.activation = MOE_RELU_SQR; });
-    add("weight_before", [](moe_variant & v) { v.weight_before = true; v.n_used = 1; });
+    add("weight_before", [](moe_variant & v) {
+        v.weight_before = true;
+        v.n_used        = 1;
+    });
     add("one_used", [](moe_variant & v) { v.n_used = 1; });
     add("shared_expert", [](moe_variant & v) { v.shared_expert = true; });
     add("f16", [](moe_variant & v) { v.type = GGML_TYPE_F16; });
@@ -252,6 +279,7 @@ int main() {
         test_variant(v, one_a_layer);
     }
     test_foreign_weights();
+    test_big_batch();
     test_off();
     test_warm_up();
     test_weight_totals();

@@ -27,7 +27,9 @@ struct strided_ids {
     int64_t           n_used, n_tokens;
 
     strided_ids(const std::vector<std::vector<int32_t>> & rows, size_t nb0, size_t gap)
-        : nb0(nb0), n_used(rows.empty() ? 0 : (int64_t) rows[0].size()), n_tokens((int64_t) rows.size()) {
+        : nb0(nb0),
+          n_used(rows.empty() ? 0 : (int64_t) rows[0].size()),
+          n_tokens((int64_t) rows.size()) {
         nb1 = nb0 * n_used + gap;
         bytes.assign(nb1 * n_tokens + 8, (char) 0xEE); // what lies between is no valid id
         for (int64_t t = 0; t < n_tokens; t++) {
@@ -66,15 +68,17 @@ static void test_union_by_hand() {
 }
 
 static void test_against_model(unsigned seed) {
-    std::mt19937          rng(seed);
-    const auto            pick = [&](int lo, int hi) { return std::uniform_int_distribution<int>(lo, hi)(rng); };
+    std::mt19937 rng(seed);
+    const auto   pick = [&](int lo, int hi) {
+        return std::uniform_int_distribution<int>(lo, hi)(rng);
+    };
     nanite_route_observer observer;
     nanite_route_union    u;
     static char           weights[64 * 1024]; // addresses only
 
-    std::vector<model_layer>  layers; // all ever made
-    std::map<size_t, size_t>  at;     // offset of live weights -> layers
-    uint64_t                  bad = 0;
+    std::vector<model_layer> layers; // all ever made
+    std::map<size_t, size_t> at;     // offset of live weights -> layers
+    uint64_t                 bad = 0;
 
     for (int step = 0; step < 4000; step++) {
         const int action = pick(0, 99);
@@ -83,7 +87,7 @@ static void test_against_model(unsigned seed) {
             observer.forget(weights + begin, weights + end);
             for (auto it = at.lower_bound(begin); it != at.end() && it->first < end;) {
                 layers[it->second].live = false;
-                it = at.erase(it);
+                it                      = at.erase(it);
             }
             continue;
         }
