@@ -4,6 +4,7 @@
 #include "nanite-buffer.h"
 #include "nanite-device.h"
 
+#include <algorithm>
 #include <climits>
 #include <cstring>
 
@@ -18,11 +19,23 @@ static bool product_belongs(const ggml_tensor * op) {
     return !op->src[0]->data || !nanite_device_gpu_would_offload(op);
 }
 
-static bool leads_to_product(const ggml_tensor * t, int depth);
+// What a node's chain operands lead back to.
+enum chain_part {
+    PART_NONE,  // no product of ours
+    PART_INNER, // a first product (gate, up), or a node between it and the down projection
+    PART_DOWN,  // the down projection, or a node after it
+};
 
-static bool node_belongs(const ggml_tensor * t, int depth) {
+static chain_part part_of(const ggml_tensor * t, int depth) {
+    if (!t || depth > MAX_DEPTH) {
+        return PART_NONE;
+    }
     switch (t->op) {
-        case GGML_OP_MUL_MAT_ID: return product_belongs(t);
+        case GGML_OP_MUL_MAT_ID:
+            if (!product_belongs(t)) {
+                return PART_NONE;
+            }
+            return part_of(t->src[1], depth + 1) == PART_NONE ? PART_INNER : PART_DOWN;
         case GGML_OP_VIEW:
         case GGML_OP_RESHAPE:
         case GGML_OP_CONT:
@@ -31,17 +44,16 @@ static bool node_belongs(const ggml_tensor * t, int depth) {
         case GGML_OP_CLAMP:
         case GGML_OP_SCALE:
         case GGML_OP_MUL:
-        case GGML_OP_ADD_ID: return leads_to_product(t->src[0], depth);
+        case GGML_OP_ADD_ID: return part_of(t->src[0], depth + 1);
         case GGML_OP_ADD:
-        case GGML_OP_GLU:
+        case GGML_OP_GLU: {
             // the second operand first: it is the shallow one in upstream's chain of additions
-            return (!t->src[1] || leads_to_product(t->src[1], depth)) && leads_to_product(t->src[0], depth);
-        default: return false;
+            const chain_part second = t->src[1] ? part_of(t->src[1], depth + 1) : PART_INNER;
+            const chain_part first  = second == PART_NONE ? PART_NONE : part_of(t->src[0], depth + 1);
+            return first == PART_NONE ? PART_NONE : std::max(first, second);
+        }
+        default: return PART_NONE;
     }
-}
-
-static bool leads_to_product(const ggml_tensor * t, int depth) {
-    return t && depth < MAX_DEPTH && node_belongs(t, depth + 1);
 }
 
 // A node with an operand that is already allocated outside of the graph (a weight, a cache) must not pull that operand
@@ -62,11 +74,13 @@ bool nanite_chain_owns(const ggml_tensor * op) {
         const ggml_backend_buffer_t buffer = op->view_src ? op->view_src->buffer : op->buffer;
         return !buffer || nanite_buffer_holds(op);
     }
-    return node_belongs(op, 0) && !reads_foreign_device_memory(op) && nanite_device_cpu_supports(op);
+    const chain_part part = part_of(op, 0);
+    return (part == PART_INNER || (part == PART_DOWN && op->op == GGML_OP_MUL_MAT_ID)) &&
+           !reads_foreign_device_memory(op) && nanite_device_cpu_supports(op);
 }
 
 bool nanite_chain_is_down(const ggml_tensor * node) {
-    return node->op == GGML_OP_MUL_MAT_ID && leads_to_product(node->src[1], 0);
+    return node->op == GGML_OP_MUL_MAT_ID && part_of(node->src[1], 0) != PART_NONE;
 }
 
 int nanite_chain_layer(const char * weight_name) {

@@ -176,6 +176,16 @@ static void test_big_batch() {
     CHECK(run(ours, GPU_BATCH, true, 1).n_splits == (gpu_registered() ? 1 : 2 * moe_shape::n_layer + 1));
 }
 
+// gate, up, GLU, down: nothing after the down projection is taken.
+static void test_nodes_taken() {
+    const moe_weights ours(moe_variant{ "nodes" }, nanite_device(), cpu_device());
+    const uint64_t    nodes = counter("nodes"), graphs = counter("graphs"), products = counter("products");
+    run(ours, 3, true, 1);
+    CHECK(counter("graphs") - graphs == moe_shape::n_layer);
+    CHECK(counter("nodes") - nodes == 4 * moe_shape::n_layer);
+    CHECK(counter("products") - products == 3 * moe_shape::n_layer);
+}
+
 // With the mode off an exposed device declines everything, also on weights in its own buffers.
 static void test_off() {
     const moe_weights ours(moe_variant{ "off" }, nanite_device(), cpu_device());
@@ -280,6 +290,7 @@ int main() {
     }
     test_foreign_weights();
     test_big_batch();
+    test_nodes_taken();
     test_off();
     test_warm_up();
     test_weight_totals();
