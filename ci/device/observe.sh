@@ -44,5 +44,5 @@ pair() { # NAME PAIRS BENCH_ARGUMENT...
 }
 pair observe-tg-ncmoe40-t8 "${PAIRS:-10}" -p 0 -n 64 -r 2 -t 8 -ngl 99 -ncmoe 40 --repack 0
 pair observe-tg-ncmoe27-t8 "${PAIRS:-10}" -p 0 -n 64 -r 2 -t 8 -ngl 99 -ncmoe 27 --repack 0
-pair observe-pp512-ncmoe27-t8 4 -p 512 -n 0 -r 2 -t 8 -ngl 99 -ncmoe 27 --repack 0
+pair observe-pp512-ncmoe27-t8 "${PAIRS:-10}" -p 512 -n 0 -r 1 -t 8 -ngl 99 -ncmoe 27 --repack 0
 exit "$failed"
