@@ -13,15 +13,16 @@
 
 namespace {
 struct nanite_buffer {
-    void *   base;
-    bool     mapped;
-    uint64_t tensors      = 0;
-    uint64_t tensor_bytes = 0;
+    void *                base;
+    ggml_backend_buffer_t storage; // what an allocated buffer lies in; NULL for a mapped one
+    uint64_t              tensors      = 0;
+    uint64_t              tensor_bytes = 0;
 };
 
 struct buffer_list {
     std::mutex mutex; // guards `live` and the counters of its buffers; load and unload time only
     std::vector<ggml_backend_buffer_t> live;
+    uint64_t                           unpinned = 0; // allocations that a GPU's host buffer type could not pin
 };
 } // namespace
 
@@ -44,8 +45,8 @@ static void buffer_free(ggml_backend_buffer_t buffer) {
     if (buffer->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS) {
         nanite_device_forget_weights(ctx->base, (const char *) ctx->base + buffer->size);
     }
-    if (!ctx->mapped) {
-        ggml_aligned_free(ctx->base, buffer->size);
+    if (ctx->storage) {
+        ggml_backend_buffer_free(ctx->storage);
     }
     delete ctx;
 }
@@ -107,13 +108,14 @@ static ggml_backend_buffer_i buffer_interface(bool mapped) {
     };
 }
 
-static ggml_backend_buffer_t buffer_new(void * base, size_t size, bool mapped) {
-    auto * ctx = new (std::nothrow) nanite_buffer{ base, mapped };
+static ggml_backend_buffer_t buffer_new(void * base, size_t size, ggml_backend_buffer_t storage) {
+    auto * ctx = new (std::nothrow) nanite_buffer{ base, storage };
     if (!ctx) {
         return nullptr;
     }
-    ggml_backend_buffer_t buffer = ggml_backend_buffer_init(nanite_buffer_type(), buffer_interface(mapped), ctx, size);
-    buffer_list &         list   = buffers();
+    const ggml_backend_buffer_i iface  = buffer_interface(!storage);
+    ggml_backend_buffer_t       buffer = ggml_backend_buffer_init(nanite_buffer_type(), iface, ctx, size);
+    buffer_list &               list   = buffers();
     std::lock_guard<std::mutex> lock(list.mutex);
     list.live.push_back(buffer);
     return buffer;
@@ -124,12 +126,26 @@ static const char * buffer_type_name(ggml_backend_buffer_type_t) {
 }
 
 static ggml_backend_buffer_t buffer_type_alloc(ggml_backend_buffer_type_t, size_t size) {
-    void * base = ggml_aligned_malloc(size);
-    if (!base) {
+    // As upstream does for its CPU backend: memory that a GPU copies from and to at full speed, where there is one. Its
+    // allocator falls back to plain memory by itself when pinning fails, which is counted here.
+    const ggml_backend_buffer_type_t pinned  = nanite_device_pinned_buffer_type();
+    const ggml_backend_dev_t         cpu     = nanite_device_cpu();
+    const ggml_backend_buffer_type_t type    = pinned || !cpu ? pinned : ggml_backend_dev_buffer_type(cpu);
+    ggml_backend_buffer_t            storage = type ? ggml_backend_buft_alloc_buffer(type, size) : nullptr;
+    if (!storage) {
         GGML_LOG_ERROR("nanite: failed to allocate a buffer of %zu bytes\n", size);
         return nullptr;
     }
-    return buffer_new(base, size, false);
+    if (pinned && storage->buft != pinned) {
+        GGML_LOG_WARN("nanite: %zu bytes could not be pinned, copies from and to the GPU are slower\n", size);
+        std::lock_guard<std::mutex> lock(buffers().mutex);
+        buffers().unpinned++;
+    }
+    ggml_backend_buffer_t buffer = buffer_new(ggml_backend_buffer_get_base(storage), size, storage);
+    if (!buffer) {
+        ggml_backend_buffer_free(storage);
+    }
+    return buffer;
 }
 
 static size_t buffer_type_alignment(ggml_backend_buffer_type_t) {
@@ -154,7 +170,7 @@ ggml_backend_buffer_type_t nanite_buffer_type(void) {
 }
 
 ggml_backend_buffer_t nanite_buffer_from_host_ptr(void * ptr, size_t size) {
-    return buffer_new(ptr, size, true);
+    return buffer_new(ptr, size, nullptr);
 }
 
 bool nanite_buffer_holds(const ggml_tensor * t) {
@@ -171,7 +187,7 @@ nanite_weight_totals nanite_buffer_totals(void) {
             continue;
         }
         const nanite_buffer * ctx = context_of(buffer);
-        if (ctx->mapped) {
+        if (!ctx->storage) {
             totals.tensors += ctx->tensors;
             totals.mapped_bytes += ctx->tensor_bytes;
         } else {
@@ -179,4 +195,9 @@ nanite_weight_totals nanite_buffer_totals(void) {
         }
     }
     return totals;
+}
+
+uint64_t nanite_buffer_unpinned(void) {
+    std::lock_guard<std::mutex> lock(buffers().mutex);
+    return buffers().unpinned;
 }

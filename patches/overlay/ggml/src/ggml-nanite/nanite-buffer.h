@@ -23,3 +23,6 @@ ggml_backend_buffer_t nanite_buffer_from_host_ptr(void * ptr, size_t size);
 bool nanite_buffer_holds(const struct ggml_tensor * t);
 
 nanite_weight_totals nanite_buffer_totals(void);
+
+// Allocations so far that should have been pinned for a GPU's copies and are plain memory.
+uint64_t nanite_buffer_unpinned(void);

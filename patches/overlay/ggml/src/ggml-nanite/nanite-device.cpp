@@ -22,6 +22,16 @@ ggml_backend_dev_t nanite_device_cpu(void) {
     return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
 }
 
+ggml_backend_buffer_type_t nanite_device_pinned_buffer_type(void) {
+    for (const auto type : { GGML_BACKEND_DEVICE_TYPE_GPU, GGML_BACKEND_DEVICE_TYPE_IGPU }) {
+        const ggml_backend_dev_t dev = ggml_backend_dev_by_type(type);
+        if (dev && ggml_backend_dev_host_buffer_type(dev)) {
+            return ggml_backend_dev_host_buffer_type(dev);
+        }
+    }
+    return nullptr;
+}
+
 bool nanite_device_cpu_supports(const ggml_tensor * op) {
     const ggml_backend_dev_t cpu = nanite_device_cpu();
     return cpu && ggml_backend_dev_supports_op(cpu, op);

@@ -14,6 +14,9 @@ nanite_route_observer & nanite_device_observer(void);
 // The registered CPU device, or NULL while none is registered.
 ggml_backend_dev_t nanite_device_cpu(void);
 
+// The host buffer type of the first GPU, pinned memory as a rule; NULL when there is none.
+ggml_backend_buffer_type_t nanite_device_pinned_buffer_type(void);
+
 // Can the CPU backend, which runs what Nanite takes, run this node?
 bool nanite_device_cpu_supports(const struct ggml_tensor * op);
 

@@ -79,6 +79,9 @@ static std::string reasons_json(nanite_mode mode, bool active, const nanite_weig
             reason("no_calls", "expert weights are loaded and no routed layer has run yet");
         }
     }
+    if (nanite_buffer_unpinned() > 0) {
+        reason("not_pinned", "memory for a GPU's copies could not be pinned: they are slower");
+    }
     if (mode != NANITE_MODE_OFF && weights.copied_bytes > 0) {
         reason("weights_copied", "expert weights were copied instead of mapped (the load mode asks for it)");
     }
